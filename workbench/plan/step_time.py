@@ -220,10 +220,11 @@ class _Costs:
         chunks = max(1.0, group.chunks / max(1, len(unit.chunks)))
         overhead = TASK_S * chunks
         if task.kind in (Kind.REDUCE, Kind.GATHER):
-            exchanged = rates.gather_s(task.bytes)
+            exchanged, rounds = rates.gather_s(task.bytes), 1
             if task.kind is Kind.REDUCE:
                 exchanged = rates.reduce_s(task.bytes, 4 * chunk.elements)
-            return exchanged + chunks * rates.exchange_s, rates.exchange_demand
+                rounds = 2 if self.work.ranks > self.work.local_ranks else 1
+            return exchanged + rounds * chunks * rates.exchange_s, rates.exchange_demand
         elements = -(-chunk.elements // self.work.ranks)
         nbytes = task.bytes if task.kind is Kind.DOWNLOAD else -(-task.bytes // self.work.ranks)
         if task.kind is Kind.SPECULATE:
