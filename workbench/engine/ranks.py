@@ -115,7 +115,9 @@ class Ranks:
         for group in groups:
             # Every rank takes part in the making of every group.
             host = dist.new_group(ranks=group, backend="gloo", timeout=self._limit)
-            on_device = None if gpu is None else dist.new_group(ranks=group, backend="nccl", timeout=self._limit)
+            on_device = (
+                None if gpu is None else dist.new_group(ranks=group, backend="nccl", timeout=self._limit)
+            )
             if self.rank in group:
                 other.rank, other.size = group.index(self.rank), len(group)
                 other._group, other._on_device = host, on_device
