@@ -6,6 +6,7 @@ Counted on the CPU with a memory apart, which takes the same way, and on the vir
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -288,7 +289,17 @@ def test_units_on_the_device_beside_others_write_nothing_of_a_step_that_is_not_f
             engine.backward(loss_of(model, batches(1)[0]) * math.nan)
             assert engine.step().result().skipped
         else:
-            handle = first.register_hook(lambda gradient: gradient * math.nan)
+            last = next(t for name, t in engine.state() if name.endswith("h.2/master"))
+            assert isinstance(last, Tensor)
+            since = last.clone()
+
+            def spoil_when_the_host_has_updated(gradient: Tensor) -> Tensor:
+                deadline = time.monotonic() + 30
+                while last.equal(since) and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                return gradient * math.nan
+
+            handle = first.register_hook(spoil_when_the_host_has_updated)
             engine.backward(loss_of(model, batches(1)[0]))
             handle.remove()
             with pytest.raises(NonFiniteGradientsError, match="had been updated already"):
