@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.engine import large, memory, overhead
+from benchmarks.engine import large, memory, overhead, speculation
 from benchmarks.engine.machine import describe
 from benchmarks.engine.processes import serve_case
 from benchmarks.host_optimizer.output import reserved_stdout
 from benchmarks.host_optimizer.report import Table, as_markdown, as_text
+from workbench.layout import MOMENTS
 
 PACKAGE = "benchmarks.engine"
 CASE = "case"
@@ -34,6 +35,11 @@ def main(arguments: Sequence[str]) -> int:
                 options.sizes, options.tokens, options.repetitions, options.packages
             )
             notes, tables, rows, good = done.notes, done.tables, done.rows, done.met
+        elif options.verb == "speculation":
+            ahead = speculation.measure_speculation(
+                options.parameters, options.formats, options.compute_ms, options.threads
+            )
+            notes, tables, rows, good = ahead.notes, (ahead.table,), ahead.rows, ahead.good
         else:
             measured = memory.measure_memory(
                 options.parameters, options.tokens, options.cases, options.disk, options.limit_s
@@ -47,9 +53,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_case(case: dict[str, object]) -> dict[str, object]:
-    """In a process of its own: one case of `memory` or `large`."""
+    """In a process of its own: one case of `memory`, `large` or `speculation`."""
     if case["verb"] == "memory":
         from benchmarks.engine.memory_case import run
+    elif case["verb"] == "speculation":
+        from benchmarks.engine.speculation_case import run
     else:
         from benchmarks.engine.large_case import run
     return run(case)
@@ -60,7 +68,7 @@ def _text(head: Sequence[str], tables: Sequence[Table], draw: Callable[[Table], 
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of all three verbs."""
+    """The options of all verbs."""
     whole = argparse.ArgumentParser(
         prog=f"python -m {PACKAGE}",
         description="What the offload engine costs on a CPU, in time and in memory.",
@@ -70,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
         verbs.add_parser("overhead", help="tokens/s beside a plain torch loop and the HF Trainer")
     )
     _memory_options(verbs.add_parser("memory", help="peak resident size beside plain torch"))
+    _speculation_options(
+        verbs.add_parser("speculation", help="updates ahead of the norm beside waiting ones")
+    )
     _large_options(verbs.add_parser("large", help="one step of the 10.3-billion GPT-2 from disk"))
     return whole
 
@@ -125,6 +136,33 @@ def _memory_options(verb: argparse.ArgumentParser) -> None:
     _shown(verb)
 
 
+def _speculation_options(verb: argparse.ArgumentParser) -> None:
+    known = speculation
+    verb.add_argument("--parameters", type=_count, default=known.PARAMETERS, metavar="N", help="default: 1B")
+    verb.add_argument(
+        "--formats",
+        type=_list(_state_format),
+        default=known.FORMATS,
+        metavar="FORMAT,...",
+        help=f"of {', '.join(MOMENTS)} (default: {','.join(known.FORMATS)})",
+    )
+    verb.add_argument(
+        "--compute-ms",
+        type=_count,
+        default=known.COMPUTE_MS,
+        metavar="MS",
+        help="of a step's forward and backward (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--threads",
+        type=_count,
+        default=known.THREADS,
+        metavar="N",
+        help="that update (default: %(default)s)",
+    )
+    _shown(verb)
+
+
 def _large_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--disk", type=Path, required=True, metavar="DIR", help="a folder on the disk to use")
     verb.add_argument("--layers", type=_count, default=large.LAYERS, metavar="N", help="blocks (default: 50)")
@@ -161,6 +199,12 @@ def _tokens(text: str) -> int:
 def _size(text: str) -> str:
     if text not in overhead.SHAPES:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(overhead.SHAPES)}")
+    return text
+
+
+def _state_format(text: str) -> str:
+    if text not in MOMENTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(MOMENTS)}")
     return text
 
 

@@ -115,6 +115,20 @@ def test_large_says_how_much_disk_it_needs_and_what_would_fit(
     assert 61e9 < disk_bytes(shape_with(50)) < 66e9
 
 
+@pytest.mark.slow
+def test_speculation_measures_updates_after_and_ahead_of_the_verdict_in_turns() -> None:
+    sizes = ("--parameters", "3M", "--formats", "compact", "--compute-ms", "20")
+    done = run("speculation", *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["case"] for row in rows] == [
+        f"compact, {when}, {turn}" for turn in (1, 2) for when in ("after", "ahead")
+    ]
+    for row in rows:
+        assert row["step_s"] > row["compute_s"] > 0.02 and not row["clipped"]
+        assert not row["ahead"] or "ahead" in row["case"]
+
+
 @pytest.mark.parametrize("wanted", [2_000_000, 300_000_000])
 def test_a_shape_of_so_many_parameters_has_about_as_many_and_knows_them(wanted: int) -> None:
     shape = shape_of(wanted)
