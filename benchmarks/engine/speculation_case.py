@@ -50,14 +50,22 @@ class _Function(torch.autograd.Function):
         return gradient, compute.gradient, None
 
 
+class Matrix(nn.Module):
+    """A layer of a block: a repeated layer without any below it would not be one."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((rows, WIDTH), 0.02, dtype=torch.bfloat16))
+
+
 class Block(nn.Module):
     def __init__(self, rows: int, compute: Compute) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((rows, WIDTH), 0.02, dtype=torch.bfloat16))
+        self.matrix = Matrix(rows)
         self._compute = compute
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = _Function.apply(x, self.weight, self._compute)
+        result: Tensor = _Function.apply(x, self.matrix.weight, self._compute)
         return result
 
 
@@ -95,6 +103,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         device=CpuDevice(shared_memory=False),
         threads=case["threads"],
     ) as engine:
+        assert len(engine.layout.units) == BLOCKS, "each is updated, and waited for, by itself"
         reports = []
         for compute.step in range(YOUNG_STEPS + STEPS + 1):
             began.append(time.perf_counter())
