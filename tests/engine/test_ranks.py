@@ -30,6 +30,7 @@ from workbench.engine.devices.device import CpuDevice, Device, open_device
 from workbench.engine.non_finite import LossScaling
 from workbench.engine.rank_tasks import exact_total
 from workbench.engine.ranks import Ranks
+from workbench.engine.step_tasks import StepTasks
 from workbench.layout import moment_bytes
 from workbench.timeline import Kind
 from workbench.virtual_cuda import Order, VirtualCuda
@@ -636,11 +637,25 @@ def train_with_overflow(rank: int, size: int, steps: list[list[Tensor]], options
     return weights, [(result.skipped, result.loss_scale) for result in results]
 
 
+def train_on_after_updates(rank: int, size: int, steps: list[list[Tensor]], options: dict[str, Any]) -> Any:
+    """The same, with a verdict that comes when blocks have been updated."""
+    check = StepTasks.check_overflow
+
+    def check_late(tasks: StepTasks, task: Any) -> None:
+        deadline = time.monotonic() + 30
+        while not tasks._current.written and time.monotonic() < deadline:
+            time.sleep(0.001)
+        check(tasks, task)
+
+    with mock.patch.object(StepTasks, "check_overflow", check_late):
+        return train_with_overflow(rank, size, steps, options)
+
+
 def test_gradients_that_are_not_finite_on_one_rank_stop_all_and_are_named(ranks: RankProcesses) -> None:
     steps = data(1, ranks.size)
     steps[0][-1][-1, -1] = OVERFLOWS
     with pytest.raises(RankError) as raised:
-        ranks.run(train_with_overflow, steps, {"gradient_clipping": 0.0})
+        ranks.run(train_on_after_updates, steps, {"gradient_clipping": 0.0})
     assert len(raised.value.errors) == ranks.size
     [message] = set(raised.value.errors.values())
     assert (

@@ -108,11 +108,11 @@ def test_every_text_in_a_terminal_can_be_read(theme: str, size: tuple[int, int],
         terminal.shows("STATE", "STEP")
         seen.look("runs")
         terminal.press("?")
+        terminal.shows("Help ─")
         seen.look("help")
         terminal.press(ESCAPE)
-        terminal.until(
-            lambda shown: "Esc closes" not in shown
-        )  # a key that came with Escape would be another key
+        # A key that came with Escape would be another key.
+        terminal.until(lambda shown: "Help ─" not in shown)
         terminal.press(ENTER)
         terminal.shows("charts", "training")
         for group in "123456":

@@ -94,6 +94,7 @@ class Ranks:
         other._store = self._store  # Where one leaves word of why it failed.
         other.connect(gpu)
         self._beside.append(other)
+        self._meet()
         return other
 
     def by_machine(self, gpu: torch.device | None) -> tuple[Ranks, Ranks] | None:
@@ -106,7 +107,9 @@ class Ranks:
             return None
         inside = [list(range(first, first + here)) for first in range(0, self.size, here)]
         across = [list(range(place, self.size, here)) for place in range(here)]
-        return self._within(inside, gpu), self._within(across, gpu)
+        found = self._within(inside, gpu), self._within(across, gpu)
+        self._meet()
+        return found
 
     def _within(self, groups: Sequence[list[int]], gpu: torch.device | None) -> Ranks:
         """Connect the ranks of each group; return this one's."""
@@ -123,6 +126,10 @@ class Ranks:
                 other._group, other._on_device = host, on_device
         self._beside.append(other)
         return other
+
+    def _meet(self) -> None:
+        """Return when all ranks have connected: one that left before would break what another one still makes."""
+        self.tell(b".")
 
     def _check_apart(self, gpu: str) -> None:
         digests = self.tell(hashlib.sha256(gpu.encode()).digest())
