@@ -491,6 +491,11 @@ def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buf
     return Buffers(device, nbytes), Buffers(host if bucketed else 0, nbytes)
 
 
+def sums_by_machine(ranks: int, here: int) -> bool:
+    """Return whether ranks, `here` of them on a machine, add up within each machine first: where all have as many."""
+    return 1 < here < ranks and ranks % here == 0
+
+
 def by_machine_bytes(elements: int, item: int, sizes: Sequence[int], rank: int, here: int) -> list[int]:
     """Return the bytes of what a rank needs to sum a chunk machine by machine: the chunk in the order of who gets what,
     what the others here send of it, their sums, and those of other machines.

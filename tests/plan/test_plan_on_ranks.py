@@ -151,6 +151,10 @@ def test_an_exchange_takes_what_crosses_each_link() -> None:
     rates = Rates(server(), "auto", ranks=16, local=8)
     assert rates.reduce_s(1 << 30, 2 << 30) == (7 / 8 / 200e9 + 2 * 8 / 16 / 20e9) * (1 << 30)
     assert Rates(server(), "auto", ranks=8, local=8).reduce_s(1 << 30, 2 << 30) == 7 / 8 / 200e9 * (1 << 30)
+    # Where a machine has fewer ranks than the others, gradients cross the network once for each.
+    assert Rates(server(), "auto", ranks=12, local=8).reduce_s(1 << 30, 2 << 30) == 8 * 4 / 12 / 20e9 * (
+        1 << 30
+    )
     assert rates.gather_s(1 << 30) == max(7 / 16 / 200e9, 8 / 16 / 20e9) * (1 << 30)
 
 

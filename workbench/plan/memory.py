@@ -31,6 +31,7 @@ from workbench.sizes import (
     by_machine_bytes,
     logits_chunk_bytes,
     route_unit,
+    sums_by_machine,
     unit_breakdown,
     update_scratch_bytes,
 )
@@ -223,7 +224,7 @@ class EngineNeeds:
             for chunk in unit.chunks:
                 item = 4 if route.sums_on_device else ITEM_BYTES[chunk.dtype]
                 needed = [item * chunk.elements]
-                if 1 < here < ranks:
+                if sums_by_machine(ranks, here):
                     shares = [-(-chunk.elements // ranks)] * ranks
                     needed = by_machine_bytes(chunk.elements, item, shares, 0, here)
                 received = max(received, sum(needed))

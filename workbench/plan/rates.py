@@ -14,6 +14,7 @@ from typing import Literal
 from workbench.layout import ITEM_BYTES, StateFormat
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile, PeersProfile
+from workbench.sizes import sums_by_machine
 
 UNMEASURED_SHARE = 0.6
 """Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""
@@ -237,10 +238,10 @@ class Rates:
         return self._peers.exchange_s
 
     def reduce_s(self, nbytes: int, sum_bytes: int) -> float:
-        """Return the seconds in which each rank gets what all have of its share of `nbytes`: on several machines the
-        ranks of each add up first, and machines exchange `sum_bytes`."""
-        if self.ranks == self.local or self.local == 1:
-            return max(self._inside_s(nbytes), self._between_s(nbytes))
+        """Return the seconds in which each rank gets what all have of its share of `nbytes`; where the ranks of each
+        machine add up first, machines exchange `sum_bytes`."""
+        if not sums_by_machine(self.ranks, self.local):
+            return max(self._inside_s(nbytes), self.local * self._between_s(nbytes))
         inside_s = nbytes * (self.local - 1) / self.local / self._peers.gpu_bytes_per_s
         return inside_s + self._between_s(sum_bytes)
 

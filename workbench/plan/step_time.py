@@ -25,6 +25,7 @@ from workbench.plan.two_steps import LANES, Fetch, Piece, TwoSteps, two_steps
 from workbench.plan.workload import Workload, saves
 from workbench.profiles.machine_profile import ATTENTION_BACKWARD
 from workbench.profiles.model_profile import BlockKind, ModelProfile, ModelTimes
+from workbench.sizes import sums_by_machine
 from workbench.timeline import Kind, Lane, Task
 
 DAY_S = 86_400
@@ -223,7 +224,7 @@ class _Costs:
             exchanged, rounds = rates.gather_s(task.bytes), 1
             if task.kind is Kind.REDUCE:
                 exchanged = rates.reduce_s(task.bytes, 4 * chunk.elements)
-                rounds = 2 if self.work.ranks > self.work.local_ranks else 1
+                rounds = 2 if sums_by_machine(self.work.ranks, self.work.local_ranks) else 1
             return exchanged + rounds * chunks * rates.exchange_s, rates.exchange_demand
         elements = -(-chunk.elements // self.work.ranks)
         nbytes = task.bytes if task.kind is Kind.DOWNLOAD else -(-task.bytes // self.work.ranks)
